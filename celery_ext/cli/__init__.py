@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: BSD-3-Clause
+"""Commands that join `celery` through its `celery.commands` entry points."""
