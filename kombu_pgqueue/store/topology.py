@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from kombu_pgqueue.store.base import StoreBase
+from kombu_pgqueue.store.base import Row, StoreBase
+from kombu_pgqueue.store.errors import store_errors
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,15 @@ class TopologyVerbs(StoreBase):
 
     def queue_delete(self, name: str) -> int:
         """Forget the queue, its bindings and its waiting messages; how many of those."""
-        return int(self._value("queue_delete", {"name": name}))
+        return self._messages("queue_delete", name)
 
     def queue_purge(self, name: str) -> int:
         """Drop the waiting messages, delayed ones too; how many."""
-        return int(self._value("queue_purge", {"name": name}))
+        return self._messages("queue_purge", name)
 
     def queue_size(self, name: str) -> int:
         """How many messages wait, delayed ones too."""
-        return int(self._value("queue_size", {"name": name}))
+        return self._messages("queue_size", name)
 
     def bind(
         self,
@@ -124,3 +125,9 @@ class TopologyVerbs(StoreBase):
     def bindings(self, exchange: str | None = None) -> list[Binding]:
         """All bindings, or those of one exchange."""
         return [Binding(*row) for row in self._rows("bindings", {"exchange": exchange})]
+
+    def _messages(self, query: str, name: str) -> int:
+        # Unprepared: a plan made while the queue was empty would read the whole table later.
+        with store_errors():
+            row = self._send(query, {"name": name}, prepare=False).fetchone()
+        return int(cast(Row, row)[0])

@@ -35,12 +35,10 @@ LANGUAGE sql STABLE AS $$
                     session_user::text)
 $$;
 
--- A misspelt key or a value of the wrong type would silently change nothing: refuse both, and
--- keep who changed what.
+-- A misspelt key or a value of the wrong type would silently change nothing: refuse both.
 CREATE OR REPLACE FUNCTION pgqueue.fn_job_config_guard() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     v_kind text := CASE
-        WHEN TG_OP = 'DELETE' THEN 'deleted'
         WHEN NEW.key IN ('queue.job_substrate.enabled', 'queue.lease_reaper.enabled') THEN 'boolean'
         WHEN NEW.key ~ '^queue\.retry\.enabled(\..+)?$' THEN 'boolean'
         WHEN NEW.key ~ '^queue\.retry\.max_attempts\..+' THEN 'count or null'
@@ -51,7 +49,7 @@ DECLARE
         WHEN NEW.key ~ '^queue\.delivery_limit(\..+)?$' THEN 'count or null'
         WHEN NEW.key ~ '^queue\.retention\.(succeeded|resolved|event)_seconds$' THEN 'number'
     END;
-    v_type text := CASE WHEN TG_OP <> 'DELETE' THEN jsonb_typeof(NEW.value) END;
+    v_type text := jsonb_typeof(NEW.value);
     v_number numeric := CASE WHEN v_type = 'number' THEN (NEW.value #>> '{}')::numeric END;
     -- Some thirty years: more would overflow the clock, in every claim and not only here.
     v_most   numeric := 1000000000;
@@ -66,7 +64,6 @@ BEGIN
                    'resolved_seconds | event_seconds; retry, lease and delivery keys also with '
                    '.<task name> or .queue:<queue name>';
     ELSIF (CASE v_kind
-        WHEN 'deleted' THEN true
         WHEN 'boolean' THEN v_type = 'boolean'
         WHEN 'strategy' THEN NEW.value IN ('"exponential"', '"linear"', '"constant"')
         WHEN 'number' THEN v_number BETWEEN 0 AND v_most
@@ -81,12 +78,21 @@ BEGIN
                     'number', 'number up to ' || v_most)
             USING ERRCODE = 'check_violation';
     END IF;
+    RETURN NEW;
+END $$;
+DROP TRIGGER IF EXISTS job_config_guard ON pgqueue.job_config;
+CREATE TRIGGER job_config_guard BEFORE INSERT OR UPDATE ON pgqueue.job_config
+    FOR EACH ROW EXECUTE FUNCTION pgqueue.fn_job_config_guard();
+
+-- Who changed what. After, not before: an upsert runs the triggers before the insert even where it updates.
+CREATE OR REPLACE FUNCTION pgqueue.fn_job_config_told() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
     INSERT INTO pgqueue.job_event (event_type, actor, reason, detail)
     VALUES ('queue_config_changed', pgqueue.fn_job_actor(),
             nullif(current_setting('pgqueue_client.reason', true), ''),
             jsonb_build_object('key', coalesce(NEW.key, OLD.key), 'old', OLD.value, 'new', NEW.value));
-    RETURN CASE WHEN TG_OP = 'DELETE' THEN OLD ELSE NEW END;
+    RETURN NULL;
 END $$;
-DROP TRIGGER IF EXISTS job_config_guard ON pgqueue.job_config;
-CREATE TRIGGER job_config_guard BEFORE INSERT OR UPDATE OR DELETE ON pgqueue.job_config
-    FOR EACH ROW EXECUTE FUNCTION pgqueue.fn_job_config_guard();
+DROP TRIGGER IF EXISTS job_config_told ON pgqueue.job_config;
+CREATE TRIGGER job_config_told AFTER INSERT OR UPDATE OR DELETE ON pgqueue.job_config
+    FOR EACH ROW EXECUTE FUNCTION pgqueue.fn_job_config_told();

@@ -75,9 +75,10 @@ BEGIN
         END IF;
         IF FOUND THEN
             job_id := p_job_id;
-            -- Asked after the insert, which waited for whoever was just burying this job.
+            -- Asked after the insert, which waited for whoever was just burying this job. (Not by
+            -- resolved_at: that would allow a walk through all open dead letters for one id.)
             IF EXISTS (SELECT FROM pgqueue.job_dead_letter l
-                       WHERE l.job_id = p_job_id AND l.resolved_at IS NULL) THEN
+                       WHERE l.job_id = p_job_id AND l.resolution IS NULL) THEN
                 DELETE FROM pgqueue.job_queue j WHERE j.job_id = p_job_id;
                 created := false;
                 waiting := false;

@@ -4,8 +4,8 @@
 -- entry in its place; a job may be named twice, by the tokens of two of its leases.
 
 -- Locks what a batch names, in job order, and answers each entry. A look of its own at the primary key
--- for each, whatever the statistics of the moment say: a join planned while the table was empty would
--- read all of it later.
+-- for each, whatever the statistics of the moment say: a join, or a NOT EXISTS, planned while the table
+-- was empty would read all of it later.
 CREATE OR REPLACE FUNCTION pgqueue.fn_job_lock_many(
     p_job_ids uuid[], p_lease_tokens uuid[], OUT ids uuid[], OUT answers boolean[]
 ) LANGUAGE plpgsql
@@ -14,8 +14,8 @@ AS $$
 BEGIN
     SELECT array_agg(l.job_id),
            array_agg(CASE WHEN l.job_id IS NOT NULL THEN true
-                          WHEN NOT EXISTS (SELECT FROM pgqueue.job_queue j
-                                           WHERE j.job_id = w.job_id AND j.lease_token = w.lease_token)
+                          WHEN (SELECT j.job_id FROM pgqueue.job_queue j
+                                WHERE j.job_id = w.job_id AND j.lease_token = w.lease_token) IS NULL
                           THEN false END ORDER BY w.place)
     INTO ids, answers
     FROM (SELECT u.job_id, u.lease_token, u.place

@@ -61,7 +61,9 @@ $$;
 -- in the row, not in the preserved bytes. Answers 'replayed', or why nothing was changed.
 CREATE OR REPLACE FUNCTION pgqueue.fn_job_dead_letter_replay(
     p_dead_letter_id bigint, p_actor text DEFAULT NULL, p_note text DEFAULT NULL
-) RETURNS text LANGUAGE plpgsql AS $$
+) RETURNS text LANGUAGE plpgsql
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
 DECLARE
     d pgqueue.job_dead_letter;
     s pgqueue.job_queue;
@@ -98,7 +100,9 @@ END $$;
 
 CREATE OR REPLACE FUNCTION pgqueue.fn_job_dead_letter_close(
     d pgqueue.job_dead_letter, p_resolution text, p_actor text, p_note text
-) RETURNS void LANGUAGE sql AS $$
+) RETURNS void LANGUAGE sql
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
     UPDATE pgqueue.job_dead_letter l SET
         resolved_at = clock_timestamp(), resolution = p_resolution, resolution_note = p_note,
         resolved_by = pgqueue.fn_job_actor(p_actor)
@@ -110,7 +114,9 @@ $$;
 
 CREATE OR REPLACE FUNCTION pgqueue.fn_job_dead_letter_resolve(
     p_dead_letter_id bigint, p_resolution text, p_actor text, p_note text
-) RETURNS text LANGUAGE plpgsql AS $$
+) RETURNS text LANGUAGE plpgsql
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
 DECLARE
     d pgqueue.job_dead_letter;
 BEGIN
@@ -139,12 +145,14 @@ $$;
 -- Cancel a job that is not running. The trail keeps what was cancelled; the message is gone.
 CREATE OR REPLACE FUNCTION pgqueue.fn_job_cancel(
     p_job_id uuid, p_actor text DEFAULT NULL, p_reason text DEFAULT NULL
-) RETURNS boolean LANGUAGE plpgsql AS $$
+) RETURNS boolean LANGUAGE plpgsql
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
 DECLARE
     r pgqueue.job_queue;
 BEGIN
     DELETE FROM pgqueue.job_queue j
-    WHERE j.job_id = p_job_id AND j.status IN ('queued', 'retry_waiting') RETURNING * INTO r;
+    WHERE j.job_id = p_job_id AND j.status NOT IN ('leased', 'succeeded') RETURNING * INTO r;
     IF NOT FOUND THEN
         RETURN false;
     END IF;

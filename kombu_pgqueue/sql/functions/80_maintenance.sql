@@ -211,11 +211,12 @@ BEGIN
             END LOOP;
         END;
     END LOOP;
-    -- An array, not IN: a sub-select with a limit may be run again for every row of a join.
+    -- An array, not IN: a sub-select with a limit may be run again for every row of a join. NOT IN, not
+    -- the waiting states by name: those would allow a walk through the index of all ready jobs.
     WITH gone AS (
         DELETE FROM pgqueue.job_queue_transient t WHERE t.job_id = ANY (ARRAY(
             SELECT j.job_id FROM pgqueue.job_queue_transient j
-            WHERE j.expires_at <= v_now AND j.status IN ('queued', 'retry_waiting')
+            WHERE j.expires_at <= v_now AND j.status NOT IN ('leased', 'succeeded')
             ORDER BY j.expires_at LIMIT p_limit FOR UPDATE SKIP LOCKED))
         RETURNING t.queue_name)
     SELECT count(*) INTO v_dropped FROM gone;

@@ -64,7 +64,9 @@ GROUP BY q.queue_name;
 
 -- One job, live or dead, with its stamps; NULL when it is in neither place.
 CREATE OR REPLACE FUNCTION pgqueue.fn_job_get(p_job_id uuid) RETURNS jsonb
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE
+SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
+AS $$
     SELECT coalesce(
         (SELECT to_jsonb(s) || jsonb_build_object(
                     'status', CASE WHEN j.started_at IS NOT NULL THEN 'in_progress' ELSE j.status END,
