@@ -40,7 +40,7 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 imports: $(INSTALLED)
-	$(BIN)/lint-imports --no-cache
+	$(BIN)/lint-imports --no-cache --no-logo
 
 check: lint types imports test
 
