@@ -41,6 +41,7 @@ class KeepRefused(bootsteps.StartStopStep):
         parent.on_unknown_message = _keeping(parent, parent.on_unknown_message, "malformed", 1)
         parent.on_invalid_task = _keeping(parent, parent.on_invalid_task, "malformed", 1)
         parent.on_unknown_task = _keeping(parent, parent.on_unknown_task, "unregistered", 1)
+        parent.create_task_handler = _checking_name(parent, parent.create_task_handler)
 
 
 def _keeping(consumer: Any, original: Callable[..., Any], code: str, at: int) -> Callable[..., Any]:
@@ -60,3 +61,21 @@ def _keeping(consumer: Any, original: Callable[..., Any], code: str, at: int) ->
         return original(*args)
 
     return handle
+
+
+def _checking_name(consumer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(original)
+    def create_task_handler(*args: Any, **kwargs: Any) -> Any:
+        handle = original(*args, **kwargs)
+
+        @wraps(handle)
+        def on_task_received(message: Any) -> Any:
+            # Celery looks it up as a key: one that is no key at all would end the worker.
+            name = (message.headers or {}).get("task", "")
+            if getattr(message, "lease", None) is not None and not isinstance(name, str):
+                return consumer.on_unknown_message(None, message)
+            return handle(message)
+
+        return on_task_received
+
+    return create_task_handler

@@ -92,19 +92,28 @@ class DeadLetterQueue:
 
     def get(self, dead_letter_id: int) -> DeadLetter | None:
         """One of them, resolved or not."""
-        return self._store.dead_letter(dead_letter_id)
+        return self._store.dead_letter(dead_letter_id) if _can_be_id(dead_letter_id) else None
 
     def replay(self, dead_letter_id: int, *, note: str | None = None) -> str:
         """Queue it again, its message byte for byte. `replayed`, or the reason of the refusal."""
+        if not _can_be_id(dead_letter_id):
+            return "not_found"
         return self._store.dead_letter_replay(dead_letter_id, actor=self._actor, note=note)
 
     def discard(self, dead_letter_id: int, *, note: str | None = None) -> str:
         """Close it for good. `discarded`, or the reason of the refusal."""
+        if not _can_be_id(dead_letter_id):
+            return "not_found"
         return self._store.dead_letter_discard(dead_letter_id, actor=self._actor, note=note)
 
     def health(self) -> dict[str, Any]:
         """Counts of the open ones, by failure code, and the oldest first failure."""
         return self._store.dead_letter_health()
+
+
+def _can_be_id(number: int) -> bool:
+    # A bigint; another number must not stop the work on those that follow it.
+    return 0 < number < 2**63
 
 
 def default_actor() -> str:

@@ -119,6 +119,15 @@ class VerdictRequest:
             if not soft:
                 self._settle()
 
+    def cancel(self, pool: Any, signal: Any = None, emit_retry: bool = True) -> None:
+        try:
+            super().cancel(pool, signal, emit_retry=emit_retry)  # type: ignore[misc]
+        except NotImplementedError:
+            # A cold shutdown of a pool that cannot kill. This is a signal handler: solo runs it
+            # inside the task, whose failure it would become; threads would end by a traceback.
+            if not self._ours:
+                raise
+
     def acknowledge(self) -> None:
         self._settle()
         super().acknowledge()  # type: ignore[misc]

@@ -17,6 +17,8 @@ from kombu_pgqueue.values import Lease, Publication, Stamps
 
 MIN_PRIORITY, MAX_PRIORITY = 0, 255
 TRANSIENT = 1
+#: 1970 and 9999: dates outside cannot be read back by every client, and say no more than these.
+_EARLIEST, _LATEST = 0.0, datetime(9999, 12, 30, tzinfo=timezone.utc).timestamp()
 
 _STAMPS = frozenset(field.name for field in fields(Stamps))
 
@@ -68,6 +70,7 @@ def publication(
         delay=max(_seconds_until(headers.get("eta"), now) or 0.0, 0.0),
         expires_in=_expires_in(headers, properties, now),
         idempotency_key=None if key is None else str(key),
+        retries=_count(headers.get("retries")),
         acks_late=ours.get("acks_late"),
         durable=properties.get("delivery_mode") != TRANSIENT,
         stamps=_stamps(ours.get("stamps"), visibility_timeout),
@@ -84,6 +87,10 @@ def clamp_priority(value: Any) -> int:
 
 def _bytes(body: Any) -> bytes:
     return body.encode() if isinstance(body, str) else bytes(body)
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and 0 < value < 2**31 else 0
 
 
 def _text(value: Any) -> str | None:
@@ -120,7 +127,7 @@ def _moment(value: Any) -> float | None:
 
 def _seconds_until(value: Any, now: float) -> float | None:
     moment = _moment(value)
-    return None if moment is None else moment - now
+    return None if moment is None else min(max(moment, _EARLIEST), _LATEST) - now
 
 
 def _expires_in(
@@ -129,7 +136,7 @@ def _expires_in(
     limits = [_seconds_until(headers.get("expires"), now)]
     try:
         # AMQP's own: milliseconds in a string.
-        limits.append(float(properties["expiration"]) / 1000)
+        limits.append(_seconds_until(now + float(properties["expiration"]) / 1000, now))
     except (KeyError, TypeError, ValueError):
         limits.append(None)
     given = [limit for limit in limits if limit is not None]
@@ -149,8 +156,7 @@ def unpack(lease: Lease) -> dict[str, Any]:
     # The database held it until it was due, by its own clock: the worker must not hold it again.
     if "eta" in headers and _moment(headers["eta"]) is not None:
         headers["eta"] = None
-    # A row neither retried in place nor replayed keeps its publisher's count: a retry that Celery
-    # published the ordinary way starts a row of its own.
+    # Where the row says 0 and was not replayed, the publisher's own header stands as it is.
     if (lease.retries or lease.replays) and ("retries" in headers or "task" in headers):
         headers["retries"] = lease.retries
     if lease.replays and headers.get("expires") is not None:

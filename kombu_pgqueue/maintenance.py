@@ -54,6 +54,14 @@ class Maintenance:
         """After an outage of our own: whoever else lost its connection gets one lease time."""
         self._chores[0].at = now + self._lease_ttl
 
+    def _paused(self, now: float) -> bool:
+        """Did everything stand still for so long that other leases may have run out meanwhile?
+
+        A paused server or machine drops no connection. When it goes on, we must not be faster with
+        the reaper than the others with their renewals.
+        """
+        return bool(self._lead_at) and now - self._lead_at > self._lease_ttl / 2
+
     def due_at(self) -> float:
         """When there is something to do."""
         if not self._leading:
@@ -67,6 +75,8 @@ class Maintenance:
         """
         try:
             if now >= self._lead_at:
+                if self._paused(now):
+                    self.hold_off(now)
                 self._lead_at = now + self._reap_every
                 self._leading = store.runtime_lease_acquire(
                     LEASE_NAME, self._holder, self._token, max(LEADER_TTL, 2 * self._reap_every)

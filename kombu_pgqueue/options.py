@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, unquote
 
 from kombu_pgqueue.errors import ConfigurationError
-from kombu_pgqueue.url import EMBEDDED_SCHEME, mask, safe_uri, split_url
+from kombu_pgqueue.url import EMBEDDED_SCHEME, safe_uri, split_url, unreadable
 
 __all__ = ["Options", "parse_url", "safe_uri"]
 
@@ -216,7 +216,7 @@ def _conninfo(url: str, rest: str, query: str) -> str:
         # libpq quotes the URI in some of its messages.
         reason = str(exc).strip().replace(uri, safe_uri(url))
         raise ConfigurationError(
-            f"cannot use the broker URL {safe_uri(url)!r}: {mask(reason, url)}; "
+            f"cannot use the broker URL {unreadable(url, reason)}; "
             f"besides libpq's parameters it takes: {', '.join(KNOWN)}"
         ) from None
 
@@ -225,4 +225,4 @@ def _check_ports(ports: str) -> None:
     # libpq looks at them when it connects, where a typing error would count as an outage.
     for port in filter(None, ports.split(",")):
         if not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"invalid port number: {port!r}")
+            raise ValueError(f'invalid port number: "{port}"')

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -12,10 +13,12 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import QueuePool
 
 from kombu_pgqueue.connect import connect
-from kombu_pgqueue.errors import StoreUnavailable
+from kombu_pgqueue.errors import StoreError, StoreUnavailable
 from kombu_pgqueue.options import Options
 from kombu_pgqueue.store import JobStore
-from kombu_pgqueue.values import Publication
+from kombu_pgqueue.values import Enqueued, Publication
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -44,12 +47,15 @@ class Publisher:
 
     def publish(self, publications: Sequence[Publication]) -> None:
         """Enqueue all or none, durably; then wake whoever waits for them."""
+        answers: list[Enqueued] = []
 
         def work(store: JobStore) -> None:
-            if len(publications) == 1:
-                answers = [store.enqueue(publications[0])]
-            else:
-                answers = store.enqueue_many(publications)
+            # What is committed is not sent again only because waking failed: a worker may have run
+            # it meanwhile, and then nothing would be left to tell that it is the same job.
+            if not answers and len(publications) == 1:
+                answers.append(store.enqueue(publications[0]))
+            elif not answers:
+                answers.extend(store.enqueue_many(publications))
             if self.options.use_notify:
                 # A consumer that sleeps looks again after its poll interval anyway.
                 waiting = {
@@ -60,8 +66,14 @@ class Publisher:
                 if waiting:
                     store.notify(waiting)
 
-        if publications:
+        if not publications:
+            return
+        try:
             self.run(work)
+        except StoreError as exc:
+            if not answers:
+                raise
+            logger.info("Published, but could not wake the consumers: %s", exc)
 
     def ping(self) -> None:
         """Raise `StoreUnavailable` unless the database answers."""

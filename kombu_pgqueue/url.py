@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote
 
@@ -13,6 +14,11 @@ EMBEDDED_SCHEME = "pgqueue-embedded"
 
 #: libpq's own names for secrets that may stand in a query.
 _SECRET_KEYS = frozenset({"password", "sslpassword"})
+
+#: A ";" that is followed by no URL belongs to a password that somebody did not encode.
+_BETWEEN_URLS = re.compile(r";(?=[A-Za-z][\w+.-]*://|$)")
+#: `host:port`, one or more of them.
+_HOSTS = re.compile(r"(?:(?:\[[^\[\]]*\]|[^\[\]:,]*)(?::\d*)?(?:,|$))*")
 
 
 class UrlParts(NamedTuple):
@@ -36,19 +42,22 @@ def split_url(url: str) -> UrlParts:
 
 def safe_uri(url: str, mask_with: str = "**") -> str:
     """`url` with every password in it replaced, whatever the scheme; several URLs by `;` too."""
-    return ";".join(_safe_one(part, mask_with) for part in str(url).split(";"))
+    return ";".join(_safe_one(part, mask_with) for part in _BETWEEN_URLS.split(str(url)))
 
 
 def _safe_one(url: str, mask_with: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
-        return url
+        # The rest of a URL that was cut at a ";" in its password, perhaps.
+        return f"{mask_with}@{url.rpartition('@')[2]}" if "@" in url else url
     rest, question, query = rest.partition("?")
     # An unencoded "@" or "/" in a password is the user's mistake, but it must not become ours:
     # everything up to the last "@" counts as credentials.
     userinfo, at, hosts = rest.rpartition("@")
     if at:
         user, colon, _ = userinfo.partition(":")
+        if colon and not _HOSTS.fullmatch(hosts.partition("/")[0]):
+            hosts = mask_with  # no host: a piece of a URL that was cut inside its password
         rest = f"{user}{colon}{mask_with if colon else ''}@{hosts}"
     if question:
         query = "&".join(_safe_pair(pair, mask_with) for pair in query.split("&"))
@@ -60,6 +69,25 @@ def _safe_pair(pair: str, mask_with: str) -> str:
     if equals and unquote(key).lower() in _SECRET_KEYS:
         return f"{key}={mask_with}"
     return pair
+
+
+def unreadable(url: str, reason: str) -> str:
+    """A URL and libpq's reason to refuse it, as far as both can be shown.
+
+    Where there is a password it may be what breaks the URL: then neither what passes for the host
+    nor what libpq quotes of it is shown.
+    """
+    scheme, _, rest = url.partition("://")
+    rest, question, _ = rest.partition("?")
+    if ":" not in rest.rpartition("@")[0]:
+        return f"{safe_uri(url)!r}: {reason}"
+    quoted = re.compile(r'"([^"]*)"')
+    reason = quoted.sub(lambda m: '"**"' if m[1] in rest else m[0], reason)
+    query = safe_uri(url).partition("?")[2]
+    return (
+        f"'{scheme}://{rest.partition(':')[0]}:**@**{question}{query}': {mask(reason, url)} "
+        "(percent-encode @ : / ? # [ ] % ; in a password)"
+    )
 
 
 def secrets_of(url: str) -> list[str]:

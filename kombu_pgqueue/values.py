@@ -32,6 +32,7 @@ class Publication:
 
     `delay` and `expires_in` are seconds from the moment of publishing, so that only the
     database's clock counts. `idempotency_key` None stores the job id as the key.
+    `retries` is Celery's own count so far, of a task it sent again as a new message.
     """
 
     job_id: UUID
@@ -44,6 +45,7 @@ class Publication:
     delay: float = 0.0
     expires_in: float | None = None
     idempotency_key: str | None = None
+    retries: int = 0
     acks_late: bool | None = None
     durable: bool = True
     stamps: Stamps = field(default_factory=Stamps)

@@ -44,6 +44,9 @@ def clear_errors(function: Callable[..., Any]) -> Callable[..., Any]:
             raise CommandFailed(str(exc)) from exc
         except psycopg.Error as exc:
             raise CommandFailed(str(as_store_error(exc))) from exc
+        except UnicodeEncodeError as exc:
+            # Bytes of the command line that are no text in this locale.
+            raise CommandFailed(f"an argument is no valid text: {exc.object!r}") from exc
 
     return command
 

@@ -147,8 +147,19 @@ def _resolving(verb: str, doc: str) -> None:
             if not ids and not dry_run and not yes and chosen:
                 _confirm(verb, len(chosen))
             act = _foretell if dry_run else _do
-            results = [(number, act(queue, verb, number, note)) for number in chosen]
-        _report(ctx, results, _PAST[verb], dry_run, form)
+            results: list[tuple[int, str]] = []
+            try:
+                for number in chosen:
+                    results.append((number, act(queue, verb, number, note)))
+            except BaseException:
+                # Cut off, by Ctrl-C or the database: what was done by then is done.
+                if results:
+                    _tell(results, _PAST[verb], dry_run, form)
+                    click.echo(f"stopped: {len(chosen) - len(results)} not reached", err=True)
+                raise
+        _tell(results, _PAST[verb], dry_run, form)
+        if any(result != _PAST[verb] for _, result in results):
+            ctx.exit(REFUSED)
 
 
 _resolving(
@@ -204,9 +215,7 @@ def _foretell(queue: DeadLetterQueue, verb: str, number: int, note: str | None) 
     return _PAST[verb] if letter.resolved_at is None else "already_resolved"
 
 
-def _report(
-    ctx: click.Context, results: list[tuple[int, str]], past: str, dry_run: bool, form: str
-) -> None:
+def _tell(results: list[tuple[int, str]], past: str, dry_run: bool, form: str) -> None:
     done = sum(result == past for _, result in results)
     would = "would be " if dry_run else ""
     if form == "json":
@@ -223,8 +232,6 @@ def _report(
                 click.echo(f"{number}: {would}refused: {result.replace('_', ' ')}", err=True)
         if len(results) != 1:
             click.echo(f"{done} {would}{past}, {len(results) - done} refused")
-    if done < len(results):
-        ctx.exit(REFUSED)
 
 
 def _table(ctx: click.Context, letters: list[DeadLetter]) -> str:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: BSD-3-Clause
 """Installing and upgrading the schema.
 
-Tables change by numbered Alembic revisions; functions and views are applied whole after the last of
-them. Alembic is imported only when there is something to do: a worker's start asks two cheap queries.
+Tables change by numbered Alembic revisions; functions and views are applied whole after the last
+of them. Alembic is imported only by the process whose turn it is, and only when there is something
+to do: a worker's start asks two cheap queries.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class SchemaState:
 
     @property
     def up_to_date(self) -> bool:
-        """True if this code can work with it as it is: at its own revision, or a newer compatible one."""
+        """True if this code can work with it: at its own revision, or a newer compatible one."""
         return self.revision is not None and self.revision >= HEAD
 
 
@@ -70,14 +71,15 @@ def upgrade(conninfo: str, schema: str = DEFAULT_SCHEMA) -> SchemaState:
     Raises `SchemaTooNew`, and `SchemaError` if another process holds the turn for two minutes.
     """
     import psycopg
-    from alembic import command
-    from sqlalchemy import create_engine
-    from sqlalchemy.pool import StaticPool
 
     with psycopg.connect(conninfo, autocommit=True) as connection, _turn(connection, schema):
         state = current(connection, schema)
         if state.up_to_date:
             return state
+        from alembic import command
+        from sqlalchemy import create_engine
+        from sqlalchemy.pool import StaticPool
+
         engine = create_engine(
             "postgresql+psycopg://", creator=lambda: connection, poolclass=StaticPool
         )

@@ -6,7 +6,7 @@ SELECT job_id, created, waiting FROM pgqueue.fn_job_enqueue(
     %(job_id)s, %(queue_name)s, %(envelope)s, %(body)s, %(job_kind)s, %(task_id)s,
     %(priority)s::integer, p_delay => %(delay)s, p_expires_in => %(expires_in)s,
     p_idempotency_key => %(idempotency_key)s, p_acks_late => %(acks_late)s,
-    p_durable => %(durable)s, p_stamps => %(stamps)s::jsonb)
+    p_durable => %(durable)s, p_stamps => %(stamps)s::jsonb, p_retries => %(retries)s::integer)
 
 -- name: notify
 -- After the commit of the publish, on its own: NOTIFY inside it would serialise all publishers.

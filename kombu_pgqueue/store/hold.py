@@ -85,7 +85,7 @@ class HolderVerbs(StoreBase):
         return ExchangeResult(settled, leases, stands)
 
     def settle(self, verdicts: Sequence[tuple[JobRef, Verdict]]) -> list[bool | None]:
-        """Any verdicts, each a transaction of its own, committed durably as the server is configured.
+        """Any verdicts, each in a transaction of its own, durable as the server commits.
 
         None: send that one again, for another transaction holds its row, or the database refused it
         while others were still to come. Sent alone, the refusal is raised.

@@ -48,6 +48,7 @@ def _publication(publication: Publication) -> Parameters:
         "delay": seconds(publication.delay),
         "expires_in": seconds(publication.expires_in),
         "idempotency_key": publication.idempotency_key,
+        "retries": publication.retries,
         "acks_late": publication.acks_late,
         "durable": publication.durable,
         "stamps": _stamps(publication.stamps),

@@ -100,8 +100,8 @@ def test_a_completion_waits_for_the_reaper_and_is_refused(
 def test_the_reaper_meets_a_renewal(
     conninfo: str, store: JobStore, connection: psycopg.Connection
 ) -> None:
-    # S-16: the row that is locked counts, not the one that was read. The reaper has read all twelve and
-    # is held at the first one's event, before it locks the last one; that is renewed meanwhile.
+    # S-16: the row that is locked counts, not the one that was read. The reaper has read all twelve
+    # and is held at the first one's event, before it locks the last one; that is renewed meanwhile.
     reap_at_once(store)
     store.enqueue_many([publication() for _ in range(12)])
     leases = claim(store, limit=12)

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 from celery_ext.cli.dead_letter import dead_letter
 from celery_ext.cli.pgqueue import pgqueue
 from celery_ext.dead_letter import DeadLetterQueue, Filter, default_actor
+from kombu_pgqueue.errors import StoreUnavailable
 from kombu_pgqueue.store import ClaimRequest, JobStore
 from kombu_pgqueue.values import Publication
 from kombu_pgqueue.verdicts import FailPermanent
@@ -199,6 +200,40 @@ def test_one_refusal_among_many_is_told_and_stops_nothing(bury: Bury, run: Run) 
         (999999, "not_found"),
         (second, "replayed"),
     ]
+
+
+def test_a_number_that_is_no_id_stops_nothing(bury: Bury, run: Run) -> None:  # K-1
+    first, second = bury(), bury()
+    result = run("replay", str(first), str(2**63), str(second))
+    assert result.returncode == 1
+    assert f"{first}: replayed" in result.stdout
+    assert f"{second}: replayed" in result.stdout
+    assert f"{2**63}: refused: not found" in result.stderr
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("the server is gone"), KeyboardInterrupt()])
+def test_work_that_is_cut_off_says_what_was_done(
+    bury: Bury, run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:  # K-1, K-2
+    numbers = [bury() for _ in range(3)]
+    discard = DeadLetterQueue.discard
+
+    def cut_off(self: DeadLetterQueue, number: int, **options: Any) -> str:
+        if number == numbers[1]:
+            raise error
+        return discard(self, number, **options)
+
+    monkeypatch.setattr(DeadLetterQueue, "discard", cut_off)
+    result = run("discard", *map(str, numbers))
+    assert result.returncode == (2 if isinstance(error, StoreUnavailable) else 1)
+    assert f"{numbers[0]}: discarded" in result.stdout
+    assert "stopped: 2 not reached" in result.stderr
+
+
+def test_a_filter_that_is_no_text_is_one_line(run: Run) -> None:  # K-2
+    result = run("list", "--task", "\udced")
+    assert result.returncode == 2
+    assert "no valid text" in result.stderr
 
 
 def test_bulk_work_needs_a_selection_and_consent(bury: Bury, run: Run) -> None:

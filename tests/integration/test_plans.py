@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from uuid import uuid4
 
 import psycopg
@@ -23,40 +24,7 @@ from tests.support.jobs import bury, claim, claim_one, publish, reap_at_once, ro
 
 QUEUES = 10
 
-FILL = """
-    INSERT INTO pgqueue.queue_priority
-        SELECT 'q' || q, p FROM generate_series(0, 9) q, unnest(ARRAY[0, 5, 9]) p;
-    -- Due, spread over ten queues and two priorities.
-    INSERT INTO pgqueue.job_queue (job_id, queue_name, job_kind, priority, process_after, enqueued_at,
-                                   expires_at, idempotency_key, envelope, body)
-        SELECT gen_random_uuid(), 'q' || n % 10, 'app.work', n % 2 * 5, now() - n * interval '1 ms',
-               now(), CASE WHEN n % 5 = 0 THEN now() + interval '1 day' END, n, '{}', repeat('x', 100)::bytea
-        FROM generate_series(1, 40000) n;
-    -- Delayed, of a higher priority than all that is due.
-    INSERT INTO pgqueue.job_queue (job_id, queue_name, job_kind, priority, process_after, enqueued_at,
-                                   idempotency_key, envelope, body)
-        SELECT gen_random_uuid(), 'q' || n % 10, 'app.work', 9, now() + n * interval '1 s',
-               now(), n, '{}', repeat('x', 100)::bytea
-        FROM generate_series(1, 30000) n;
-    -- Leased, most of them by a holder whose lease stands.
-    INSERT INTO pgqueue.runtime_lease VALUES
-        ('alive', 'alive@host', gen_random_uuid(), now(), now() + interval '1 day', now());
-    INSERT INTO pgqueue.job_queue (job_id, queue_name, job_kind, process_after, enqueued_at,
-                                   idempotency_key, envelope, body)
-        SELECT gen_random_uuid(), 'leased', 'app.work', now(), now(), n, '{}', 'x'
-        FROM generate_series(1, 2000) n;
-    UPDATE pgqueue.job_queue SET status = 'leased', lease_name = 'alive', lease_holder = 'alive@host',
-           lease_token = gen_random_uuid(), claimed_at = now(), leased_until = now() + interval '1 hour'
-    WHERE queue_name = 'leased';
-    INSERT INTO pgqueue.job_dead_letter (job_id, job_kind, event_domain, idempotency_key, failure_code,
-            attempts, job_snapshot, envelope, body, last_failed_at, died_at, resolved_at, resolution,
-            resolved_by)
-        SELECT gen_random_uuid(), 'app.k' || n % 50, 'q' || n % 10, n, 'fatal', 1, '{}', '{}', 'x',
-               now() - n * interval '1 s', now() - n * interval '1 s',
-               CASE WHEN n % 10 > 0 THEN now() END, CASE WHEN n % 10 > 0 THEN 'discarded' END,
-               CASE WHEN n % 10 > 0 THEN 'me' END
-        FROM generate_series(1, 28000) n;
-"""
+FILL = (Path(__file__).parent.parent / "support" / "fill.sql").read_text()
 
 
 @dataclass
@@ -122,26 +90,28 @@ def explaining(connection: psycopg.Connection) -> JobStore:
 def loaded(
     request: pytest.FixtureRequest, server: str, template_database: str
 ) -> Iterator[JobStore]:
-    with databases.new_database(server, template=template_database) as conninfo:
-        with psycopg.connect(conninfo, autocommit=True) as connection:
-            connection.execute(
-                "ALTER TABLE pgqueue.job_queue SET (autovacuum_enabled = off);"
-                "ALTER TABLE pgqueue.job_dead_letter SET (autovacuum_enabled = off)"
-            )
-            store = explaining(connection)
-            reap_at_once(store)
-            store.config_set("queue.lease.ttl_seconds.app.work", 600)
-            if request.param == "planned while empty":
-                connection.execute("VACUUM ANALYZE")
-                for _ in range(7):
-                    for act in ACTS.values():
-                        act[0](store)
-                for table in ("job_queue", "job_dead_letter", "runtime_lease"):
-                    connection.execute(f"DELETE FROM pgqueue.{table}")
-            connection.execute(FILL)
-            if request.param == "analyzed":
-                connection.execute("VACUUM ANALYZE")
-            yield store
+    with (
+        databases.new_database(server, template=template_database) as conninfo,
+        psycopg.connect(conninfo, autocommit=True) as connection,
+    ):
+        connection.execute(
+            "ALTER TABLE pgqueue.job_queue SET (autovacuum_enabled = off);"
+            "ALTER TABLE pgqueue.job_dead_letter SET (autovacuum_enabled = off)"
+        )
+        store = explaining(connection)
+        reap_at_once(store)
+        store.config_set("queue.lease.ttl_seconds.app.work", 600)
+        if request.param == "planned while empty":
+            connection.execute("VACUUM ANALYZE")
+            for _ in range(7):
+                for act in ACTS.values():
+                    act[0](store)
+            for table in ("job_queue", "job_dead_letter", "runtime_lease"):
+                connection.execute(f"DELETE FROM pgqueue.{table}")
+        connection.execute(FILL)
+        if request.param == "analyzed":
+            connection.execute("VACUUM ANALYZE")
+        yield store
 
 
 def _leases(store: JobStore, count: int = 10) -> list[Lease]:

@@ -250,7 +250,7 @@ def test_a_database_that_is_not_utf8(server: str) -> None:
         )
         try:
             conninfo = psycopg.conninfo.make_conninfo(server, dbname=name)
-            with pytest.raises(ServerUnsupported, match="SQL_ASCII.*UTF8"):
+            with pytest.raises(ServerUnsupported, match=r"SQL_ASCII.*UTF8"):
                 connect(Options(conninfo=conninfo), role="admin")
         finally:
             connection.execute(psycopg_sql.SQL("DROP DATABASE {} WITH (FORCE)").format(identifier))

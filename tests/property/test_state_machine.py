@@ -8,7 +8,7 @@ exactly one place, with the counts, stamps and lease that the model expects.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 from uuid import UUID, uuid4
 
@@ -28,12 +28,12 @@ from hypothesis.stateful import (
 from kombu_pgqueue.store import ClaimRequest, JobStore
 from kombu_pgqueue.values import Lease, Publication, Stamps
 from kombu_pgqueue.verdicts import FailPermanent, FailTransient, Progress, Release, Succeed, Verdict
+from tests.support.job_model import MAX_ATTEMPTS, Job, Model, claimable, dead, leased, waiting
 from tests.support.jobs import publication, rows
 
 QUEUES = ["a", "b"]
 KINDS = ["k1", "k2"]
 DELIVERY_LIMIT = 5
-MAX_ATTEMPTS = 3
 VERDICTS: list[Verdict] = [
     Progress(),
     Progress(acks_late=True),
@@ -57,77 +57,9 @@ _EMPTY = """
 """
 
 
-@dataclass
-class Job:
-    """What the model knows of a job that is alive or an open dead letter."""
-
-    published: Publication
-    status: str = "queued"
-    attempts: int = 0
-    retries: int = 0
-    deliveries: int = 0
-    replays: int = 0
-    acks_late: bool | None = None
-    started: bool = False
-    due: bool = True
-    expired: bool = False
-    token: UUID | None = None
-    code: str | None = None
-    letters: int = 0
-
-    @property
-    def alive(self) -> bool:
-        return self.status != "dead"
-
-    @property
-    def max_attempts(self) -> int:
-        stamp = self.published.stamps.max_attempts
-        return MAX_ATTEMPTS if stamp is None else stamp
-
-    def free(self, status: str) -> None:
-        self.status, self.token, self.started = status, None, False
-
-    def bury(self, code: str) -> None:
-        self.free("dead")
-        self.code = code
-        self.letters += 1
-
-    def count_attempt(self) -> None:
-        self.attempts += not self.started
-        self.started = True
-
-
-@dataclass
-class Model:
-    jobs: dict[UUID, Job] = field(default_factory=dict)
-
-    def holder_of(self, queue_name: str, key: str) -> Job | None:
-        for job in self.jobs.values():
-            mine = job.published
-            if job.alive and mine.queue_name == queue_name and mine.idempotency_key == key:
-                return job
-        return None
-
-
 def some(test: Callable[[Job], bool]) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run the rule only while some job is like this: most random steps would do nothing else."""
     return precondition(lambda machine: any(map(test, machine.model.jobs.values())))
-
-
-def waiting(job: Job) -> bool:
-    return job.status in ("queued", "retry_waiting")
-
-
-def claimable(job: Job) -> bool:
-    return waiting(job) and job.due and not job.expired
-
-
-def leased(job: Job) -> bool:
-    return job.token is not None
-
-
-def dead(job: Job) -> bool:
-    return not job.alive
 
 
 #: Which of the candidates; a verdict's is a stale lease in one of four cases.

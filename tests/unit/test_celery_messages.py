@@ -65,6 +65,9 @@ class Consumer:
         self.app = SimpleNamespace(conf=conf)
         self.said: list[str] = []
 
+    def create_task_handler(self) -> Any:
+        return lambda message: self.said.append(message.headers["task"])
+
     def on_decode_error(self, message: Any, exc: Exception) -> None:
         self.said.append("decode")
 
@@ -102,3 +105,37 @@ def test_another_broker_keeps_celerys_own_handlers() -> None:
     consumer: Any = Consumer("memory://")
     KeepRefused(consumer)
     assert "on_unknown_task" not in vars(consumer)
+
+
+def test_a_task_name_that_is_no_text_never_becomes_a_key() -> None:  # C-5
+    consumer: Any = Consumer("pgqueue://localhost/x")
+    KeepRefused(consumer)
+    handle = consumer.create_task_handler()
+    settled: list[FailPermanent] = []
+    for name in ("fine", ["a", "list"], {"a": "dict"}, 5):
+        handle(SimpleNamespace(headers={"task": name}, lease=True, settle=settled.append))
+    assert consumer.said == ["fine", "message", "message", "message"]
+    assert [each.failure_code for each in settled] == ["malformed"] * 3
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"id": ["a", "list"]},
+        {"retries": "x"},
+        {"retries": -1},
+        {"retries": 10**30},
+        {"timelimit": "x"},
+        {"timelimit": [1]},
+        {"timelimit": ["a", "b"]},
+    ],
+)
+def test_headers_that_celery_takes_on_trust(headers: dict[str, Any]) -> None:
+    message = SimpleNamespace(headers={"task": "t", "id": "1", **headers}, payload=[[], {}, {}])
+    with pytest.raises(InvalidTaskError):
+        check(message)
+
+
+def test_headers_as_celery_writes_them() -> None:
+    headers = {"task": "t", "id": "1", "retries": 3, "timelimit": [None, 2.5]}
+    check(SimpleNamespace(headers=headers, payload=[[], {}, {}]))

@@ -335,3 +335,16 @@ def test_a_settled_message_is_forgotten_in_silence() -> None:
     del message
     gc.collect()
     assert outbox.posted == [Succeed()]
+
+
+@pytest.mark.parametrize("when", ["9999-12-31T23:59:59-14:00", 1e30, float("inf")])
+def test_a_time_beyond_the_calendar_is_its_end(when: Any) -> None:
+    row = published(prepared("{}", {"eta": when, "expires": when}))
+    now = datetime.now(timezone.utc)
+    assert (now + timedelta(seconds=row.delay)).year == 9999
+    assert (now + timedelta(seconds=row.expires_in)).year == 9999
+
+
+def test_a_time_before_the_calendar_is_long_ago() -> None:
+    row = published(prepared("{}", {"expires": "0001-01-01T00:00:00+14:00"}))
+    assert (datetime.now(timezone.utc) + timedelta(seconds=row.expires_in)).year in (1969, 1970)

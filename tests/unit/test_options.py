@@ -69,6 +69,11 @@ def test_any_encoded_password_comes_through_and_never_shows(password: str) -> No
         ("pgqueue://u:a@h/x;pgqueue://u:b@h/y", "pgqueue://u:**@h/x;pgqueue://u:**@h/y"),
         ("pgqueue://h/db", "pgqueue://h/db"),
         ("redis://:secret@h/0", "redis://:**@h/0"),
+        ("pgqueue://u:p@[::1]:5,h2/db", "pgqueue://u:**@[::1]:5,h2/db"),
+        # Not encoded: whole, and in the pieces that kombu cuts at the ";".
+        ("pgqueue://u:p@ss:w/rd%;[#@h/x", "pgqueue://u:**@h/x"),
+        ("pgqueue://u:p@ss:w/rd%", "pgqueue://u:**@**"),
+        ("[#@h/x", "**@h/x"),
     ],
 )
 def test_masking(url: str, shown: str) -> None:
@@ -164,6 +169,13 @@ def test_a_safe_url_is_what_it_hides() -> None:
     assert reveal(pickle.loads(pickle.dumps(safe))) == "pgqueue://u:p@h/db"
     assert SafeUrl(safe) is safe
     assert f"{safe}" == "pgqueue://u:**@h/db"
+
+
+@pytest.mark.parametrize("tail", ["ZZ%;[#@h/x", "ZZ%", "ZZ@h/x", "ZZ@h:99999/x"])
+def test_a_url_that_its_password_breaks_is_refused_without_showing_it(tail: str) -> None:  # T-1
+    with pytest.raises(ConfigurationError, match="percent-encode") as refused:
+        parse_url(f"pgqueue://u:p@XX:YY/{tail}")
+    assert not {"X", "Y", "Z"} & set(str(refused.value))
 
 
 def test_messages_of_others_lose_the_password() -> None:

@@ -31,5 +31,7 @@ BEGIN
             RAISE EXCEPTION 'fn_job_backoff: unknown strategy %', p_strategy USING
                 ERRCODE = 'invalid_parameter_value', HINT = 'exponential, linear or constant';
     END CASE;
-    RETURN make_interval(secs => v_delay * (0.8 + p_u * 0.4));
+    -- Below a microsecond there is nothing to wait, and a product too small for a float is an error.
+    RETURN CASE WHEN v_delay < 1e-7 THEN interval '0'
+        ELSE make_interval(secs => v_delay * (0.8 + CASE WHEN p_u < 1e-9 THEN 0 ELSE p_u * 0.4 END)) END;
 END $$;

@@ -17,7 +17,8 @@ CREATE OR REPLACE FUNCTION pgqueue.fn_job_enqueue(
     p_idempotency_key text DEFAULT NULL,
     p_acks_late boolean DEFAULT NULL,
     p_durable boolean DEFAULT true,
-    p_stamps jsonb DEFAULT NULL
+    p_stamps jsonb DEFAULT NULL,
+    p_retries integer DEFAULT 0
 ) RETURNS TABLE (job_id uuid, created boolean, waiting boolean)
 LANGUAGE plpgsql
 SET enable_seqscan = off SET plan_cache_mode = force_generic_plan
@@ -31,7 +32,6 @@ DECLARE
     v_expires timestamptz := CASE
         WHEN p_expires_in IS NOT NULL THEN v_now + p_expires_in ELSE p_expires_at END;
     v_holder  uuid;
-    v_stamps  pgqueue.job_queue;
 BEGIN
     IF p_stamps IS NOT NULL THEN
         IF p_stamps - ARRAY['visibility_timeout_s', 'max_attempts', 'backoff_strategy', 'backoff_base_s',
@@ -41,36 +41,41 @@ BEGIN
                 HINT = 'visibility_timeout_s, max_attempts, backoff_strategy, backoff_base_s, '
                        'backoff_cap_s, backoff_budget_s, dead_letter_retention_s';
         END IF;
-        v_stamps := jsonb_populate_record(NULL::pgqueue.job_queue, p_stamps);
     END IF;
     PERFORM pgqueue.fn_queue_priority_note(p_queue_name, p_priority);
     FOR v_try IN 1..100 LOOP
         IF coalesce(p_durable, true) OR p_idempotency_key IS NOT NULL THEN
             INSERT INTO pgqueue.job_queue AS j (
                 job_id, queue_name, job_kind, task_id, priority, process_after, enqueued_at,
-                expires_at, idempotency_key, explicit_key, acks_late, envelope, body,
+                expires_at, idempotency_key, explicit_key, retries, acks_late, envelope, body,
                 visibility_timeout_s, max_attempts, backoff_strategy, backoff_base_s, backoff_cap_s,
                 backoff_budget_s, dead_letter_retention_s)
             VALUES (
                 p_job_id, p_queue_name, p_job_kind, p_task_id, p_priority, v_ready, v_now,
                 v_expires, coalesce(p_idempotency_key, p_job_id::text),
-                p_idempotency_key IS NOT NULL, p_acks_late, p_envelope, p_body,
-                v_stamps.visibility_timeout_s, v_stamps.max_attempts, v_stamps.backoff_strategy,
-                v_stamps.backoff_base_s, v_stamps.backoff_cap_s, v_stamps.backoff_budget_s,
-                v_stamps.dead_letter_retention_s)
+                p_idempotency_key IS NOT NULL, coalesce(p_retries, 0), p_acks_late, p_envelope, p_body,
+                (p_stamps ->> 'visibility_timeout_s')::double precision,
+                (p_stamps ->> 'max_attempts')::integer, p_stamps ->> 'backoff_strategy',
+                (p_stamps ->> 'backoff_base_s')::double precision,
+                (p_stamps ->> 'backoff_cap_s')::double precision,
+                (p_stamps ->> 'backoff_budget_s')::double precision,
+                (p_stamps ->> 'dead_letter_retention_s')::double precision)
             ON CONFLICT DO NOTHING;
         ELSE
             INSERT INTO pgqueue.job_queue_transient AS j (
                 job_id, queue_name, job_kind, task_id, priority, process_after, enqueued_at,
-                expires_at, idempotency_key, acks_late, envelope, body,
+                expires_at, idempotency_key, retries, acks_late, envelope, body,
                 visibility_timeout_s, max_attempts, backoff_strategy, backoff_base_s, backoff_cap_s,
                 backoff_budget_s, dead_letter_retention_s)
             VALUES (
                 p_job_id, p_queue_name, p_job_kind, p_task_id, p_priority, v_ready, v_now,
-                v_expires, p_job_id::text, p_acks_late, p_envelope, p_body,
-                v_stamps.visibility_timeout_s, v_stamps.max_attempts, v_stamps.backoff_strategy,
-                v_stamps.backoff_base_s, v_stamps.backoff_cap_s, v_stamps.backoff_budget_s,
-                v_stamps.dead_letter_retention_s)
+                v_expires, p_job_id::text, coalesce(p_retries, 0), p_acks_late, p_envelope, p_body,
+                (p_stamps ->> 'visibility_timeout_s')::double precision,
+                (p_stamps ->> 'max_attempts')::integer, p_stamps ->> 'backoff_strategy',
+                (p_stamps ->> 'backoff_base_s')::double precision,
+                (p_stamps ->> 'backoff_cap_s')::double precision,
+                (p_stamps ->> 'backoff_budget_s')::double precision,
+                (p_stamps ->> 'dead_letter_retention_s')::double precision)
             ON CONFLICT DO NOTHING;
         END IF;
         IF FOUND THEN

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: BSD-3-Clause
-"""One database for all tests of the store, emptied before each: creating one costs more than most of
-these tests.
+"""One database for all tests of the store, emptied before each.
+
+Creating one costs more than most of these tests.
 """
 
 from __future__ import annotations

@@ -195,13 +195,13 @@ def test_locked_rows_are_passed_over_and_no_more_locked_than_returned(
 ) -> None:
     # S-3
     jobs = [publish(store, priority=priority) for priority in (3, 2, 1) for _ in range(5)]
-    with row_locked(conninfo, jobs[0].job_id, jobs[6].job_id):
-        with psycopg.connect(conninfo) as claimer:
-            taken = claim(JobStore(claimer), limit=7)
-            expected = [jobs[i].job_id for i in (1, 2, 3, 4, 5, 7, 8)]
-            assert [lease.job_id for lease in taken] == expected
-            free = rows(connection, "SELECT job_id FROM pgqueue.job_queue FOR UPDATE SKIP LOCKED")
-            assert len(free) == 15 - 7 - 2
+    locked = row_locked(conninfo, jobs[0].job_id, jobs[6].job_id)
+    with locked, psycopg.connect(conninfo) as claimer:
+        taken = claim(JobStore(claimer), limit=7)
+        expected = [jobs[i].job_id for i in (1, 2, 3, 4, 5, 7, 8)]
+        assert [lease.job_id for lease in taken] == expected
+        free = rows(connection, "SELECT job_id FROM pgqueue.job_queue FOR UPDATE SKIP LOCKED")
+        assert len(free) == 15 - 7 - 2
 
 
 def test_lease_time_by_stamp_kind_queue_and_default(

@@ -31,7 +31,8 @@ FUNCTIONS = {
     "fn_job_succeed": "p_job_id, p_lease_token",
     "fn_job_lease_renew": "p_job_id, p_lease_token",
     "fn_job_release": "p_job_id, p_lease_token",
-    "fn_job_fail_transient": "p_job_id, p_lease_token, p_error_code, p_error_message, p_actor, p_delay",
+    "fn_job_fail_transient": "p_job_id, p_lease_token, p_error_code, p_error_message, p_actor,"
+    " p_delay",
     "fn_job_fail_permanent": "p_job_id, p_lease_token, p_failure_code",
     "fn_job_move_to_dead_letter": "p_job_id, p_failure_code, p_failure_detail",
     "fn_job_cancel": "p_job_id",
