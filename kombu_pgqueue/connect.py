@@ -23,8 +23,8 @@ Role = Literal["publish", "consume", "admin"]
 #: The oldest server: gen_random_uuid() in core, and the planner that incremental sorts need.
 OLDEST_SERVER = 130000
 
-# A peer that vanished without a word is noticed within half a lease: keepalives for a session that
-# listens, tcp_user_timeout for one that waits for an answer. Only defaults: the URL has the last word.
+# A peer that vanished without a word is noticed within half a lease: keepalives for a session
+# that listens, tcp_user_timeout for one that waits for an answer. The URL has the last word.
 _NETWORK: dict[str, str] = {
     "keepalives": "1",
     "keepalives_idle": "10",
@@ -61,8 +61,8 @@ def connect(
 ) -> psycopg.Connection[Any]:
     """Open an autocommit session.
 
-    The first of a process looks at the server's version and encoding and at the schema, and installs
-    or upgrades that if `auto_migrate` allows. Claims and successes of a "consume" session commit
+    The first of a process looks at the server's version and encoding and at the schema, and
+    installs or upgrades that if `auto_migrate` allows. Claims and successes of a "consume" session commit
     asynchronously: a crash of the server, not of a worker, may then cost a redelivery.
 
     Raises `StoreUnavailable`, `ServerUnsupported`, `SchemaMissing`, `SchemaTooNew`.

@@ -9,6 +9,7 @@ to do: a worker's start asks two cheap queries.
 from __future__ import annotations
 
 import io
+import logging
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,6 +129,8 @@ def _config(schema: str, **attributes: Any) -> Config:
     from alembic.config import Config
 
     check_schema_name(schema)
+    # It reports each of its own plugins at INFO, in the log of whatever worker comes first.
+    logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)
     config = Config(output_buffer=attributes.get("output_buffer"))
     config.set_main_option("script_location", str(files(__name__)).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
