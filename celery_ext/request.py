@@ -78,16 +78,18 @@ class VerdictRequest:
         super().on_accepted(pid, time_accepted)  # type: ignore[misc]
 
     def on_success(self, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        if self._was_cut_off(failed__retval__runtime):
+            return self.on_failure(failed__retval__runtime, return_ok=True)
         self._settle_success(failed__retval__runtime)
         return super().on_success(failed__retval__runtime, **kwargs)  # type: ignore[misc]
 
+    def _was_cut_off(self, returned: Any) -> bool:
+        # Threads and solo report a run that BaseException ended as a success, with the exception
+        # for its result; Celery chokes on that, and a solo worker would end with it.
+        return self._ours and not isinstance(returned, tuple)
+
     def _settle_success(self, returned: Any) -> None:
-        if not self._ours:
-            return
-        if not isinstance(returned, tuple):
-            # Threads and solo report a run that BaseException ended this way; Celery chokes on it.
-            self._settle(self._permanent("worker_lost", returned))
-        elif not returned[0]:
+        if self._ours and not returned[0]:
             self._settle(Succeed())
 
     def on_retry(self, exc_info: Any) -> Any:
@@ -248,6 +250,8 @@ def _settling_success(original: Any) -> Any:
 
     @wraps(original)
     def on_success(self: Any, failed__retval__runtime: Any, **kwargs: Any) -> Any:
+        if self._was_cut_off(failed__retval__runtime):
+            return self.on_failure(failed__retval__runtime, return_ok=True)
         self._settle_success(failed__retval__runtime)
         return original(self, failed__retval__runtime, **kwargs)
 

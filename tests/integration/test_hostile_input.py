@@ -16,6 +16,7 @@ from tests.support.wait import wait_until
 from tests.support.worker import EXTENDED, worker
 
 ECHO = "extended.echo"
+OUTCOMES = "tests.support.apps.outcomes"
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -69,3 +70,23 @@ def test_a_cold_shutdown_of_a_pool_that_cannot_kill(
     kept = connection.execute("SELECT status FROM pgqueue.job_queue").fetchall()
     assert kept == [("queued",)] * (4 - len(started))
     assert connection.execute("SELECT count(*) FROM pgqueue.job_dead_letter").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads"])
+def test_a_task_that_interrupts_its_worker(
+    pool: str, conninfo: str, connection: psycopg.Connection, ledger: Ledger
+) -> None:  # C-5, FIELD 14
+    with (
+        Connection(broker_url(conninfo)) as client,
+        worker(OUTCOMES, conninfo, pool=pool) as run,
+    ):
+        producer = client.Producer()
+        for name in ("interrupts", "interrupts_late", "fine"):
+            headers = {"id": name, "task": name}
+            producer.publish([[], {}, {}], routing_key="celery", headers=headers)
+        letters = "SELECT job_kind, failure_code FROM pgqueue.job_dead_letter ORDER BY 1"
+        expected = [("interrupts", "worker_lost"), ("interrupts_late", "worker_lost")]
+        wait_until(lambda: connection.execute(letters).fetchall() == expected)
+        ledger.wait(lambda runs: any(r.name == "fine" and r.outcome for r in runs))
+        assert run.stop() == 0
+        assert "Unrecoverable" not in run.output()

@@ -230,8 +230,8 @@ def test_a_memory_error_is_kept_although_celery_raises_it(app: Celery) -> None:
 
 def test_what_solo_reports_of_a_base_exception_is_kept(app: Celery) -> None:
     delivery = make(app)
-    with pytest.raises(TypeError):
-        delivery.request.on_success(einfo(WorkerLostError("KeyboardInterrupt()")))
+    # Celery would end a solo worker by a TypeError here.
+    delivery.request.on_success(einfo(WorkerLostError("KeyboardInterrupt()")))
     assert delivery.message.verdict.failure_code == "worker_lost"
 
 

@@ -138,6 +138,14 @@ def set_up(app: Celery) -> Celery:
 
         return decorate
 
+    @task()
+    def interrupts(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
+    @task(acks_late=True)
+    def interrupts_late(*args: Any, **kwargs: Any) -> None:
+        raise KeyboardInterrupt
+
     @lethal()
     def dies(self: Task, *args: Any, **kwargs: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
