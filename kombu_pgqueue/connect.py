@@ -62,8 +62,8 @@ def connect(
     """Open an autocommit session.
 
     The first of a process looks at the server's version and encoding and at the schema, and
-    installs or upgrades that if `auto_migrate` allows. Claims and successes of a "consume" session commit
-    asynchronously: a crash of the server, not of a worker, may then cost a redelivery.
+    installs or upgrades that if `auto_migrate` allows. Claims and successes of a "consume" session
+    commit asynchronously: a crash of the server, not of a worker, may then cost a redelivery.
 
     Raises `StoreUnavailable`, `ServerUnsupported`, `SchemaMissing`, `SchemaTooNew`.
     """

