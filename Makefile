@@ -6,7 +6,8 @@
 #   make check    what CI runs: lint, types, import contracts, tests
 
 VENV ?= .venv
-PYTEST_ARGS ?=
+# Most tests wait for another process: three at a time, each with a server of its own.
+PYTEST_ARGS ?= -n 3
 
 # A version manager's stub may be on the PATH and still not run: ask each one.
 PYTHONS := python3 python3.14 python3.13 python3.12 python3.11 python3.10 python

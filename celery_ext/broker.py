@@ -40,9 +40,10 @@ def options_of(app: Any) -> Options:
     for url in broker_urls(app):
         if _is_ours(url):
             return parse_url(url, app.conf.broker_transport_options or {})
+    schemes = ", ".join(f"{url.partition('://')[0]}://" for url in broker_urls(app) if "://" in url)
     raise ConfigurationError(
-        f"the broker of app {app.main or app!r} is no pgqueue:// URL: name the app with -A, "
-        "or set broker_url"
+        f"the broker of app {app.main or app!r} is {schemes or 'no URL'}, not pgqueue:// or "
+        "pgqueue-embedded://: name the app with -A, or set its broker_url"
     )
 
 

@@ -35,18 +35,19 @@ def dead_letter() -> None:
 
 
 def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
+    # Decorators stack: the last one applied stands first in the help.
     for option in (
-        click.option("--queue", help="Only of this queue."),
-        click.option("--task", help="Only of this task, by its registered name."),
-        click.option("--task-id", help="Only of this task id."),
+        click.option("--until", callback=moment, help="Last failed before: ISO 8601, or 1h."),
+        click.option("--since", callback=moment, help="Last failed at or after: ISO 8601, or 2d."),
         click.option(
             "--code",
             type=click.Choice(sorted(FAILURE_CODES)),
             metavar="CODE",
             help="Only with this failure code: " + ", ".join(sorted(FAILURE_CODES)) + ".",
         ),
-        click.option("--since", callback=moment, help="Last failed at or after: ISO 8601, or 2d."),
-        click.option("--until", callback=moment, help="Last failed before: ISO 8601, or 1h."),
+        click.option("--task-id", help="Only of this task id."),
+        click.option("--task", help="Only of this task, by its registered name."),
+        click.option("--queue", help="Only of this queue."),
     ):
         function = option(function)
     return function
@@ -86,11 +87,12 @@ def list_(ctx: click.Context, form: str, state: str, limit: int, **conditions: A
     if form == "json":
         click.echo(to_json([columns_of(letter) for letter in letters]))
     elif letters:
-        click.echo(_table(ctx, letters))
+        click.echo(_table(ctx, letters, resolved_too=state != "open"))
     else:
         click.echo("no dead letters", err=True)
     if more:
         click.echo(f"there are more than {limit}: raise --limit, or 0 for all", err=True)
+    _warn_without_setup(ctx.obj.app)
 
 
 @dead_letter.command()
@@ -186,9 +188,11 @@ def health(ctx: click.Context, form: str) -> None:
         click.echo(to_json(found))
         return
     codes = dict(found.get("by_failure_code") or {})
-    rows = [(name, value) for name, value in found.items() if name != "by_failure_code"]
-    rows += [(f"  {code}", count) for code, count in sorted(codes.items())]
-    click.echo(render(("dead letters", "open"), rows, bold=colours(ctx)))
+    rows = [("open", found.get("open_count_job"))]
+    rows += [(f"open: {code}", count) for code, count in sorted(codes.items())]
+    rows.append(("oldest first failed", _time(found.get("oldest_first_failed_at"))))
+    click.echo(render(("dead letters", ""), rows, bold=colours(ctx)))
+    _warn_without_setup(ctx.obj.app)
 
 
 def _check_selection(ids: tuple[int, ...], everything: bool, which: Filter) -> None:
@@ -234,14 +238,25 @@ def _tell(results: list[tuple[int, str]], past: str, dry_run: bool, form: str) -
             click.echo(f"{done} {would}{past}, {len(results) - done} refused")
 
 
-def _table(ctx: click.Context, letters: list[DeadLetter]) -> str:
-    head = ("ID", "TASK", "QUEUE", "CODE", "ATTEMPTS", "LAST FAILED", "ERROR")
+def _warn_without_setup(app: Any) -> None:
+    if not hasattr(app, "pgqueue_retry_policy"):
+        click.echo(
+            f"app {app.main or app!r} was not given to celery_ext.setup(app): a task that fails "
+            "in its workers leaves no dead letter",
+            err=True,
+        )
+
+
+def _table(ctx: click.Context, letters: list[DeadLetter], *, resolved_too: bool) -> str:
+    state = ("STATE",) if resolved_too else ()
+    head = ("ID", "TASK", "QUEUE", *state, "CODE", "ATTEMPTS", "LAST FAILED", "ERROR")
     rows = [
         (
             letter.dead_letter_id,
             letter.job_kind,
             letter.event_domain,
-            letter.failure_code if letter.resolution is None else letter.resolution,
+            *((letter.resolution or "open",) if resolved_too else ()),
+            letter.failure_code,
             letter.attempts,
             letter.last_failed_at,
             letter.last_error,
@@ -285,6 +300,14 @@ def _story(letter: DeadLetter, arguments: Any, problem: str | None) -> list[str]
     if trace:
         lines += ["", *(one_line_keeping_indent(line) for line in str(trace).splitlines())]
     return lines
+
+
+def _time(value: Any) -> Any:
+    """A time out of PostgreSQL's JSON as a datetime; what cannot be read so, unchanged."""
+    try:
+        return datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        return value
 
 
 def _fact(value: Any) -> str:

@@ -66,10 +66,21 @@ def status(ctx: click.Context, form: str) -> None:
 def _status(app: Any) -> dict[str, Any]:
     from kombu_pgqueue import migrations
     from kombu_pgqueue.connect import connect
+    from kombu_pgqueue.errors import SchemaMissing
     from kombu_pgqueue.store import JobStore
 
-    options = replace(options_of(app), auto_migrate=False)
-    with connect(options, role="admin", application_name="pgqueue status") as connection:
+    given = options_of(app)
+    options = replace(given, auto_migrate=False)
+    try:
+        connection = connect(options, role="admin", application_name="pgqueue status")
+    except SchemaMissing as exc:
+        if not given.auto_migrate:
+            raise
+        raise SchemaMissing(
+            f"the schema {options.schema!r} is not installed or not up to date: the first worker "
+            "or publisher does it, or `celery -A proj pgqueue migrate`"
+        ) from exc
+    with connection:
         store = JobStore(connection, schema=options.schema)
         state = migrations.current(connection, options.schema)
         version = connection.info.server_version

@@ -29,7 +29,7 @@ from kombu_pgqueue.verdicts import FailPermanent
 from tests.support.apps.common import make_app
 from tests.support.database import broker_url
 from tests.support.publisher import publishing_app
-from tests.support.worker import EXTENDED, celery_command
+from tests.support.worker import EXTENDED, PLAIN, celery_command
 
 BODY = b'[["\\u0000 caf\\u00e9", {"deep": [1.5]}], {"key": "v"}, {"callbacks": null}]'
 ENVELOPE = json.dumps(
@@ -259,7 +259,22 @@ def test_health(bury: Bury, run: Run) -> None:
     health = json.loads(run("health", "--format", "json").stdout)
     assert health["open_count_job"] == 2
     assert health["by_failure_code"] == {"fatal": 1, "exhausted": 1}
-    assert "exhausted" in run("health").stdout
+    assert "open: exhausted" in run("health").stdout
+
+
+def test_an_app_that_was_not_set_up_is_told(conninfo: str) -> None:
+    for words in (["list", "--format", "json"], ["health"]):
+        result = celery_command(PLAIN, conninfo, "dead-letter", *words)
+        assert result.returncode == 0
+        assert "celery_ext.setup(app)" in result.stderr
+
+
+def test_a_resolved_one_keeps_its_code_beside_its_state(bury: Bury, run: Run) -> None:
+    number = bury(code="exhausted")
+    assert run("discard", str(number)).returncode == 0
+    head, row = run("list", "--state", "all").stdout.splitlines()
+    assert head.split()[3:5] == ["STATE", "CODE"]
+    assert row.split()[3:5] == ["discarded", "exhausted"]
 
 
 def test_the_queue_of_dead_letters_is_paged(bury: Bury, store: JobStore, monkeypatch: Any) -> None:

