@@ -42,7 +42,7 @@ class MaintenanceVerbs(StoreBase):
         return int(self._row("holder_lock", {"lease_name": lease_name})[0])
 
     def announce_holder(self, lease_name: str) -> bool:
-        """Show a sign of life for as long as this session lives."""
+        """Show a sign of life for as long as the connection lives."""
         return bool(self._row("holder_announce", {"lease_name": lease_name})[0])
 
     def reap(self, *, limit: int = 500, actor: str = "reaper") -> int:
