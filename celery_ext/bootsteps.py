@@ -8,11 +8,12 @@ from functools import wraps
 from typing import Any
 
 from celery import bootsteps
+from celery.worker import state
 
 from celery_ext.broker import uses_pgqueue
 from celery_ext.detail import error_text, message_detail
 from celery_ext.task import adopt_all
-from kombu_pgqueue.verdicts import FailPermanent
+from kombu_pgqueue.verdicts import FailPermanent, Release
 
 
 class AdoptTasks(bootsteps.Step):
@@ -41,7 +42,7 @@ class KeepRefused(bootsteps.StartStopStep):
         parent.on_unknown_message = _keeping(parent, parent.on_unknown_message, "malformed", 1)
         parent.on_invalid_task = _keeping(parent, parent.on_invalid_task, "malformed", 1)
         parent.on_unknown_task = _keeping(parent, parent.on_unknown_task, "unregistered", 1)
-        parent.create_task_handler = _checking_name(parent, parent.create_task_handler)
+        parent.create_task_handler = _guarded_handler(parent, parent.create_task_handler)
 
 
 def _keeping(consumer: Any, original: Callable[..., Any], code: str, at: int) -> Callable[..., Any]:
@@ -63,16 +64,23 @@ def _keeping(consumer: Any, original: Callable[..., Any], code: str, at: int) ->
     return handle
 
 
-def _checking_name(consumer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _guarded_handler(consumer: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def create_task_handler(*args: Any, **kwargs: Any) -> Any:
         handle = original(*args, **kwargs)
 
         @wraps(handle)
         def on_task_received(message: Any) -> Any:
+            ours = getattr(message, "lease", None) is not None
+            # By identity, as Celery asks it: 0 is an exit status.
+            cold = state.should_terminate is not None and state.should_terminate is not False
+            if ours and cold:
+                # A cold shutdown has closed the pool in the middle of the loop's round.
+                message.settle(Release())
+                return None
             # Celery looks it up as a key: one that is no key at all would end the worker.
             name = (message.headers or {}).get("task", "")
-            if getattr(message, "lease", None) is not None and not isinstance(name, str):
+            if ours and not isinstance(name, str):
                 return consumer.on_unknown_message(None, message)
             return handle(message)
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from celery.exceptions import InvalidTaskError
+from celery.worker import state
 
+from celery_ext import bootsteps
 from celery_ext.bootsteps import KeepRefused
 from celery_ext.strategy import check, checked_strategy
-from kombu_pgqueue.verdicts import FailPermanent
+from kombu_pgqueue.verdicts import FailPermanent, Release
 
 
 def message(payload: Any, **headers: Any) -> Any:
@@ -139,3 +141,19 @@ def test_headers_that_celery_takes_on_trust(headers: dict[str, Any]) -> None:
 def test_headers_as_celery_writes_them() -> None:
     headers = {"task": "t", "id": "1", "retries": 3, "timelimit": [None, 2.5]}
     check(SimpleNamespace(headers=headers, payload=[[], {}, {}]))
+
+
+@pytest.mark.parametrize("cold", [True, 0])
+def test_nothing_goes_to_the_pool_that_a_cold_shutdown_has_closed(
+    monkeypatch: pytest.MonkeyPatch, cold: object
+) -> None:
+    # FIELD 13: the signal may come while the loop still has messages in its hands
+    handed_on: list[Any] = []
+    create = bootsteps._guarded_handler(None, lambda: handed_on.append)
+    settled: list[Any] = []
+    message = SimpleNamespace(lease=object(), headers={"task": "t"}, settle=settled.append)
+    create()(message)
+    assert (handed_on, settled) == ([message], [])
+    monkeypatch.setattr(state, "should_terminate", cold)
+    create()(message)
+    assert (handed_on, settled) == ([message], [Release()])
